@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spreeze.cli.arguments import user_values
 from spreeze.config.algorithms import find_row, fitting_algorithms
 from spreeze.config.layers import DEFAULT, USER, Settings
 from spreeze.envs.probe import Probe
@@ -216,7 +217,8 @@ class AlgorithmChoice:
         seconds = ["--seconds", f"{end_s - candidate.seconds:g}"]
         if candidate.seconds:
             module = self._settings.config.env.import_module
-            task = ["--resume", str(candidate.run), *(["--import", module] if module else [])]
+            task = ["--resume", str(candidate.run.absolute()), *(["--import", module] if module else [])]
+            task += [word for callback in self._args.callback or () for word in ("--callback", callback)]
         else:
             task = [*self._start_command(candidate.algo), "--runs-dir", str(self._folder), "--name", candidate.run.name]
         self._say(f"algorithms: {candidate.algo} learns for {end_s - candidate.seconds:.0f} s")
@@ -235,7 +237,7 @@ class AlgorithmChoice:
 
         Only the best one is tuned, when it continues, since that takes most of a round; for that, replay is saved.
         """
-        command = [argument for argument in self._command if argument not in ("--auto", "--fresh", "--json")]
+        command = [word for word in _without_own(self._command) if word not in ("--auto", "--fresh", "--json")]
         saved = ["--save-replay"] if self._saves_replay and not find_row(algo).on_policy else []
         timed = [] if self._step_us is None else ["--set", f"tuning.step_us={self._step_us:g}"]
         return [*command, *saved, *timed, "--algo", algo]
@@ -277,14 +279,33 @@ class AlgorithmChoice:
         return code or 0, last
 
 
+_OWN = ("stop.seconds", "run.name", "run.runs_dir")  # settings that a comparison gives to each of its runs
+
+
+def _is_own(assignment: str) -> bool:
+    return assignment.partition("=")[0].strip() in _OWN
+
+
+def _without_own(command: Sequence[str]) -> list[str]:
+    """The words of a command without ``--set`` of a comparison's own settings, which would have precedence."""
+    words, kept = iter(command), list[str]()
+    for word in words:
+        if word == "--set":
+            assignment = next(words, "")
+            kept += [] if _is_own(assignment) else [word, assignment]
+        elif not (word.startswith("--set=") and _is_own(word.removeprefix("--set="))):
+            kept.append(word)
+    return kept
+
+
 def continued(args: argparse.Namespace, chosen: ComparedAlgorithm, elapsed_s: float) -> argparse.Namespace:
     """The command line that continues the best candidate, ``elapsed_s`` after the comparison began."""
-    changes: dict[str, Any] = {"resume": str(chosen.run), "profile": None, "--name": None, "--algo": None}
-    changes["compared"] = True
+    changes: dict[str, Any] = {"resume": str(chosen.run.absolute()), "profile": None, "--name": None, "--algo": None}
+    changes |= {"compared": True, "set": [text for text in args.set if not _is_own(text)]}
     if not getattr(args, "--save-replay") and not find_row(chosen.algo).on_policy:
         changes["--save-replay"] = False  # the replay that the candidate saved is loaded anyway
     changes["auto"] = not (chosen.run / "tune.json").is_file()  # else its settings are the tuner's choice
     changes["fresh"] = args.fresh and changes["auto"]
-    if seconds := getattr(args, "--seconds"):
+    if seconds := user_values(args).get("stop", {}).get("seconds"):
         changes["--seconds"] = max(seconds - elapsed_s, 1.0)
     return argparse.Namespace(**{**vars(args), **changes})

@@ -44,8 +44,7 @@ _PUBLIC = (
 )  # fmt: skip
 """Fields of ``run.json`` that are sent; the command, process and host are not."""
 _PRIVATE = ("run_dir", "reasons")
-_LOCAL_PATHS = re.compile(r"(?m)^(runs_dir|demonstrations) = .*\n")
-"""Settings that are directories and files of this machine."""
+_LOCAL_PATHS = re.compile(rf"(?m)^({'|'.join(model_card.LOCAL_SETTINGS)}) = .*\n")
 _MAX_CLIP_BYTES = 20_000_000
 
 

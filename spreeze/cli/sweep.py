@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from spreeze.cli.arguments import Parser, guarded
 from spreeze.cli.sweep_runs import (
+    OF_EACH_RUN,
     POLL_S,
     RunProcess,
     Sweep,
@@ -49,13 +50,7 @@ from spreeze.metrics.comparison import Rules, Spread
 from spreeze.run_directory import find_run, make_runs_dir, read_config, take_lock
 from spreeze.runtime.interrupts import Interrupts
 
-_OF_EACH_RUN = {
-    "run.seed": "use --seeds N for seeds 1 to N",
-    "run.name": "use --name to name the sweep",
-    "run.runs_dir": "use --runs-dir for the directory",
-}
-"""Settings that a sweep gives to each of its runs -> what to do instead."""
-_NOT_REPEATED = {*_OF_EACH_RUN, "run.algo", "run.mode", "env.id", "env.import_module"}
+_NOT_REPEATED = {*OF_EACH_RUN, "run.algo", "run.mode", "env.id", "env.import_module"}
 """Settings that the repetition of a run gets from flags instead."""
 
 
@@ -204,6 +199,8 @@ def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
     repeated = repeated_runs([find_run(run, runs_dir) for run in args.like])
     if repeated and any(getattr(args, name) for name in ("env", "algo", "mode", "profile", "auto")):
         raise ConfigError("--like takes them from the run: remove --env, --algo, --mode, --profile and --auto")
+    if repeated and args.stop_seconds is not None:  # after the assignments of the run, which may have a time, too
+        common += ["--set", f"stop.seconds={args.stop_seconds:g}"]
     first = 1 + max((run.seed for run in repeated), default=0) if args.first_seed is None else args.first_seed
     runs = []
     for seed in range(first, first + seeds):
@@ -232,7 +229,9 @@ def _common(args: argparse.Namespace) -> list[str]:
         "--profile": profile,
         "--seconds": args.stop_seconds,
     }
-    return _words(flags) + (["--auto", "--set", "tuning.while_training=false"] if args.auto else [])
+    # Runs that compared algorithms would be several runs each, and might choose different ones.
+    tuned = ["--auto", "--set", "tuning.while_training=false", "--set", "tuning.algorithm_share=0"]
+    return _words(flags) + (tuned if args.auto else [])
 
 
 def _words(flags: dict[str, Any]) -> list[str]:
@@ -283,8 +282,8 @@ def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise ConfigError(f"--set {text!r}: a value is empty or occurs twice")
         if key in axes:
             raise ConfigError(f"--set {text!r}: {key} is set twice; give all of its values in one --set")
-        if key in _OF_EACH_RUN:
-            raise ConfigError(f"--set {text!r}: {_OF_EACH_RUN[key]}")
+        if key in OF_EACH_RUN:
+            raise ConfigError(f"--set {text!r}: {OF_EACH_RUN[key]}")
         axes[key] = [(f"{key}={value}", len(values) > 1) for value in values]
     return [
         (" ".join(text for text, varied in point if varied), [text for text, _ in point])

@@ -36,6 +36,14 @@ POLL_S = 0.1
 _CLOSING_S = 60.0  # time of an interrupted run for its checkpoint and last evaluation
 
 
+OF_EACH_RUN = {
+    "run.seed": "use --seeds N for seeds 1 to N",
+    "run.name": "use --name to name the sweep",
+    "run.runs_dir": "use --runs-dir for the directory",
+}
+"""Settings that a sweep gives to each of its runs -> what to do instead."""
+
+
 @dataclass
 class SweepRun:
     setting: str  # ``section.field=value ...``; empty if nothing is varied

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spreeze.cli.sweep_runs import (
+    OF_EACH_RUN,
     POLL_S,
     RunProcess,
     Sweep,
@@ -547,6 +548,8 @@ def space(texts: Sequence[str], config: Config) -> tuple[list[Axis], list[str]]:
                 raise ConfigError(f"--set {text!r}: a value is empty or occurs twice")
             axes.append(Axis(key, choices=tuple(values)))
     keys = [axis.key for axis in axes] + [text.partition("=")[0].strip() for text in fixed]
+    if own := [key for key in keys if key in OF_EACH_RUN]:
+        raise ConfigError(f"--set {own[0]}: {OF_EACH_RUN[own[0]]}")
     if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
         raise ConfigError(f"--set {twice[0]}: set twice; give it once")
     if axes:

@@ -211,6 +211,8 @@ def profile_text(
         is_default = source in (DEFAULT, default_of(settings))  # the algorithm sets these again by itself
         if is_default or value is None or (type(sections[section]).personal and key not in shared):
             continue
+        if key in marked("command_line_only"):
+            continue  # no profile may set it
         if key == "run.mode" and settings.config.on_policy is None:
             continue  # with an off-policy algorithm the user may choose any mode with replay
         if section != section_now:

@@ -109,12 +109,16 @@ def _facts(record: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[
     ]
 
 
+LOCAL_SETTINGS = ("runs_dir", "demonstrations", "classes", "address")
+"""Directories, files, scripts and addresses of this machine, by their names in ``config.toml``: none is shared."""
+
+
 def changed(config: str) -> str:
     """Lines of a ``config.toml`` whose values are not the defaults, below their sections."""
     kept: list[str] = []
     for part in re.split(r"(?m)^(?=\[)", config):
         head, *lines = part.splitlines() or [""]
-        lines = [line for line in lines if line and not line.startswith(("#", "runs_dir"))]
+        lines = [line for line in lines if line and line[0] != "#" and line.partition(" = ")[0] not in LOCAL_SETTINGS]
         wanted = [line for line in lines if not line.endswith("# default")]
         kept += [head, *wanted] if wanted else []
     return "".join(f"{clean(line, 300)}\n" for line in kept)

@@ -136,6 +136,20 @@ def test_one_that_is_clearly_worse_gets_no_further_round_and_the_winner_is_known
     assert runs.choice().known(["sac"]) is None
 
 
+def test_settings_that_a_comparison_gives_its_runs_come_from_it_alone(monkeypatch, tmp_path):
+    runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 5.0), (40.0, 5.0)], "ppo": [(12.0, 5.0), (30.0, 5.0)]})
+    words = ("--set", "stop.seconds=1800", "--set=run.name=x", "--set", "sac.tau=0.1", "--callback", "mine:Own")
+    runs.choice(*words).best(["sac", "ppo"], None)
+    first, later = runs.commands[0][1], runs.commands[2][1]
+    assert not any("stop.seconds" in word or "run.name" in word for word in first)
+    assert "sac.tau=0.1" in first
+    assert later[:2] == ["--resume", str(runs.runs_dir.absolute() / "x-sac")]
+    assert later[later.index("--callback") + 1] == "mine:Own"
+    args, _ = command("--set", "stop.seconds=1800", "--name", "r")
+    found = continued(args, ComparedAlgorithm("ppo", tmp_path), 130.0)
+    assert (getattr(found, "--seconds"), found.set) == (1670.0, [])
+
+
 def test_candidates_know_how_long_a_step_takes_without_measuring_it_again(monkeypatch, tmp_path):
     runs = Runs(monkeypatch, tmp_path, {"sac": [(10.0, 2.0)], "ppo": [(50.0, 3.0)]})
     runs.step_us = 4_000.0

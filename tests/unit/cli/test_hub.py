@@ -49,7 +49,8 @@ def runs(tmp_path):
     (run / "checkpoints").mkdir(exist_ok=True)
     (run / "checkpoints" / "best.safetensors").write_bytes(encode(arrays, meta, 1, 1))
     write_json(run / "checkpoints" / "best.json", BEST)
-    settings = resolve([Layer("user", {"run": {"algo": "sac", "runs_dir": SECRET}, "sac": {"gamma": 0.9}})])
+    mine = {"callback": {"classes": (f"{SECRET}/own.py:Own",)}, "cluster": {"address": f"{SECRET}:6379"}}
+    settings = resolve([Layer("user", {"run": {"algo": "sac", "runs_dir": SECRET}, "sac": {"gamma": 0.9}, **mine})])
     (run / "config.toml").write_text(to_toml(settings))
     write_json(run / "summary.json", {"run_dir": SECRET, "env_steps": 90, "updates": 9, "eval_return_final": -840.5})
     rows = [[1.0, 40, 4, 1, 1, 10, -900.0, 5.0, 200.0], [2.0, 90, 9, 1, 2, 10, -167.7, 5.0, 200.0]]

@@ -77,6 +77,7 @@ def test_what_is_fixed_is_not_searched_and_what_is_not_named_is_the_usual():
     (["sac.learning_rate"], "did you mean 'sac.actor_lr' or 'sac.critic_lr'"), (["ppo.lr"], "no such setting"),
     (["sac.gamma=0.9:0.8"], "LOW below HIGH"), (["sac.weight_decay"], "give sac.weight_decay=LOW:HIGH"),
     (["sac.gamma", "sac.gamma=0.9"], "set twice"), (["sac.critics=1:2"], "not a number"), (["sac.tau=1,1"], "twice"),
+    (["run.seed=5"], "use --seeds N"),
 ])  # fmt: skip
 def test_what_cannot_be_searched_is_refused(texts, words):
     with pytest.raises(ConfigError, match=words):

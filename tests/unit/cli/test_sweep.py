@@ -184,6 +184,8 @@ def test_a_profile_and_the_tuner_are_for_all_runs_of_a_sweep(tmp_path, capsys):
             "--auto",
             "--set",
             "tuning.while_training=false",
+            "--set",
+            "tuning.algorithm_share=0",
             "--seed",
             seed,
         ]
@@ -224,6 +226,9 @@ def test_more_seeds_of_a_run_have_its_settings_whatever_the_profile_says_today(t
         "--env", "Pendulum-v1", "--algo", "sac", "--mode", "spreeze", "--profile", "none", "--set", "sac.gamma=0.9",
         "--set", "learner.batch_size=64", "--set", "stop.updates=9", "--seed", "4",
     ]  # fmt: skip
+    assert sweep.main([*asked, "--seeds", "1", "--seconds", "60"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["sweep"]["runs"]
+    assert run["arguments"][-4:] == ["--set", "stop.seconds=60", "--seed", "4"], "after the time of the run itself"
     assert sweep.main([*asked, "--like", "b", "--seeds", "1"]) == 0
     runs = json.loads(capsys.readouterr().out)["sweep"]["runs"]
     assert [(run["setting"], run["seed"]) for run in runs] == [

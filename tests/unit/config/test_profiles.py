@@ -21,7 +21,7 @@ def profile(tmp_path):
         Layer("profile pendulum", {"sac": {"gamma": 0.98, "hidden_sizes": [64, 64]}, "evaluation": {"episodes": 3}}),
         Layer("tuner", {"learner": {"batch_size": 128, "threads": 1}, "sampling": {"samplers": 2}}),
         Layer("user", {"env": {"id": "Pendulum-v1", "normalize_obs": True}, "run": {"name": "mine", "algo": "sac"},
-                       "stop": {"seconds": 5.0}}),
+                       "replay": {"demonstrations": "of/mine.npz"}, "stop": {"seconds": 5.0}}),
     ])  # fmt: skip
     path = tmp_path / "shared.toml"
     path.write_text(profile_text(settings, RECORD, '2 cores of "Some" CPU'))
