@@ -110,7 +110,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
     An OSError for what is no regular file: a pipe, which a run from elsewhere may hold, would block its reader.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -61,6 +61,8 @@ def layers_of(args: argparse.Namespace, resumed: Path | None, machine: Machine) 
     if resumed is not None:
         if args.profile:
             raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; change them with --set")
+        if (name := user.values.get("run", {}).get("name")) not in (None, resumed.name):
+            raise ConfigError(f"--name {name}: the resumed run keeps its name, {resumed.name}; remove it")
         module = user.values.get("env", {}).get("import_module")
         old = settings_of(resumed, module)
         values: dict[str, dict[str, Any]] = {}

@@ -68,6 +68,7 @@ def test_another_algorithm_task_or_network_is_refused(finished, capsys):
     folder, _ = finished
     for changed, words in ((("--algo", "td3"), "run.algo = td3 cannot change on resume: the run has sac"),
                            (("--env", "Pendulum-v1"), "env.id = Pendulum-v1 cannot change"),
+                           (("--name", "other"), "--name other: the resumed run keeps its name, run; remove it"),
                            (("--set", "sac.activation=tanh"), "sac.activation = tanh cannot change"),
                            (("--set", "sac.n_step=3"), "sac.n_step = 3 cannot change")):  # fmt: skip
         document, told = refused(capsys, folder, "--resume", "run", "--import", "fault_envs", *changed)

@@ -22,3 +22,5 @@ def test_a_pipe_in_a_run_from_elsewhere_blocks_no_reader(tmp_path):
     assert read_json(tmp_path / "run.json") == {}
     with pytest.raises(OSError, match="not a regular file"):
         read_bytes(tmp_path / "run.json", 100)
+    with pytest.raises(IsADirectoryError):
+        read_bytes(tmp_path, 100)
